@@ -52,6 +52,7 @@ type turn struct {
 	*Controller
 	live   bool
 	events []*v1alpha1.HealthEvent // all of them as this turn read and wrote them; nil if they have to be read
+	read   *reading                // what it has read besides them; nil if it has to be read
 	notes  errgroup.Group          // writes what people read, beside the steps
 
 	mu      sync.Mutex
@@ -69,9 +70,9 @@ func newTurn(c *Controller) *turn {
 // look reads the world, the events only if somebody else may have changed those that this turn has: a list of many events is most of what a round
 // costs. What arrives meanwhile begins the next turn.
 func (t *turn) look(ctx context.Context) (World, error) {
-	w, err := t.gather(ctx, t.live, t.events)
+	w, read, err := t.gather(ctx, t.live, t.events, t.read)
 	if err == nil && t.live {
-		t.events = w.Events
+		t.events, t.read = w.Events, read
 	}
 	return w, err
 }
@@ -83,7 +84,7 @@ func (t *turn) written(e *v1alpha1.HealthEvent) {
 	t.wrote[string(e.UID)] = e
 }
 
-// reread makes the next round read the events.
+// reread makes the next round read everything.
 func (t *turn) reread() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -93,7 +94,7 @@ func (t *turn) reread() {
 // update brings the events of the turn in line with what the round wrote.
 func (t *turn) update() {
 	if t.stale {
-		t.events = nil
+		t.events, t.read = nil, nil
 	}
 	for i, e := range t.events {
 		if wrote := t.wrote[string(e.UID)]; wrote != nil {
@@ -167,7 +168,13 @@ func (t *turn) take(ctx context.Context, w World, s Step, old map[string]*v1alph
 			}
 		}
 		return t.block(ctx, before, wait)
-	case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
+	case errors.Is(err, errCordonAhead) && !w.CoreOnly[s.Event.Spec.NodeName]:
+		t.reread()
+		for _, e := range append(slices.Clone(s.Others), s.Event) {
+			t.leave(e) // the change of Ebb's Node begins the next turn
+		}
+		return nil
+	case apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errCordonAhead):
 		t.reread()
 		return nil // decided on an old version: the next round decides again
 	case err != nil:
@@ -268,7 +275,7 @@ func (t *turn) do(ctx context.Context, s Step) error {
 
 // cordonRefused is a wait if the API refuses a cordon or its end, and otherwise what became of the write.
 func cordonRefused(ctx context.Context, err error, reason, what string) error {
-	if err == nil || ctx.Err() != nil || apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+	if err == nil || ctx.Err() != nil || apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errCordonAhead) {
 		return err
 	}
 	return &Wait{reason, fmt.Sprintf("%s; trying again: %s. Check admission webhooks and the coordinator's permission to update nodes.", what, bounded(err.Error()))}
@@ -282,6 +289,10 @@ func (t *turn) noted(e *v1alpha1.HealthEvent, err error) error {
 	return err
 }
 
+// errCordonAhead: the cordon of a core Node is not the one that a decision rests on. Ebb's Node may not show yet what somebody, this controller too,
+// did to the core Node.
+var errCordonAhead = errors.New("the cordon of its core Node has changed")
+
 // writeCordon writes the cordon of a node, to its core Node if it has one. A node publishes its counts often, and the cordon does not rest
 // on them.
 func (t *turn) writeCordon(ctx context.Context, n, before *v1alpha1.Node) error {
@@ -294,8 +305,7 @@ func (t *turn) writeCordon(ctx context.Context, n, before *v1alpha1.Node) error 
 	}
 	if core, ok := target.(*corev1.Node); ok {
 		if before == nil || cordon.Is(core) != before.Spec.Cordoned || !slices.Equal(v1alpha1.CordonOwners(core), v1alpha1.CordonOwners(before)) {
-			// Ebb's Node, on which the decision rests, does not show yet what somebody did to the core Node.
-			return apierrors.NewConflict(corev1.Resource("nodes"), core.Name, errors.New("its cordon has changed"))
+			return fmt.Errorf("node %s: %w", core.Name, errCordonAhead)
 		}
 		cordon.Set(core, n.Spec.Cordoned)
 		v1alpha1.SetCordonOwners(core, v1alpha1.CordonOwners(n))

@@ -15,9 +15,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -32,8 +34,6 @@ import (
 	"github.com/ebb-dev/ebb/internal/events"
 	"github.com/ebb-dev/ebb/internal/fleet"
 	"github.com/ebb-dev/ebb/internal/health/render"
-	"github.com/ebb-dev/ebb/internal/kube"
-	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
 const (
@@ -41,8 +41,10 @@ const (
 	maxRounds = 30
 	// lookAgain is when waits are looked at again that nothing wakes: limits of age, refusals that a person lifts.
 	lookAgain = 30 * time.Second
-	// tryAgain is when something that was refused, or a kind that is missing, is tried again.
+	// tryAgain is when something that was refused, or a kind that is missing, is tried again. A turn that fails is tried again sooner the first times,
+	// and never much later, however long the API has failed.
 	tryAgain = time.Second
+	tryFirst = 10 * time.Millisecond
 )
 
 // Controller is the coordinator's side of health events. It reads the world, decides what to do, does it, and repeats.
@@ -119,6 +121,7 @@ func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 		b = b.Watches(&corev1.Node{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: cordon.Changes}))
 	}
 	return b.Named("healthevents").
+		WithOptions(controller.Options{RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](tryFirst, tryAgain)}).
 		Watches(&v1alpha1.HealthEvent{}, one).
 		Watches(&v1alpha1.Node{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: nodeChanges})).
 		Watches(&v1alpha1.Drain{}, one, builder.WithPredicates(predicate.Funcs{UpdateFunc: drainChanges})).
@@ -171,52 +174,36 @@ func (c *Controller) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	return ctrl.Result{RequeueAfter: time.Millisecond}, nil
 }
 
-// gather reads the world, from the cache or live. If the events are known, they are not read.
-func (c *Controller) gather(ctx context.Context, live bool, known []*v1alpha1.HealthEvent) (World, error) {
+// gather reads the world, from the cache or live. If the events are known, they are not read. What a turn has read besides them is only brought up
+// to date, unless it is nil.
+func (c *Controller) gather(ctx context.Context, live bool, known []*v1alpha1.HealthEvent, read *reading) (World, *reading, error) {
 	reader := c.cached
 	if live {
 		reader = c.live
 	}
 	w := World{Now: time.Now(), Leader: c.Leader, Config: c.Config, Pods: c.Pods, Rules: c.Rules, Resources: map[string]*unstructured.Unstructured{}, Unread: map[string]Wait{}, Work: map[string]string{}}
-	var drains v1alpha1.DrainList
-	core := map[string]*corev1.Node{}
 	// Events come first. Whoever creates a Drain records its UID in the event after that, so that a Drain whose UID an event has is among the
-	// drains that are listed later. In another order a Drain that the coordinator before has just created would count as gone.
+	// drains that are read later. In another order a Drain that the coordinator before has just created would count as gone.
 	var err error
 	if w.Events, err = listEvents(ctx, reader, known); err != nil {
-		return w, err
+		return w, nil, err
 	}
-	all, ctxAll := errgroup.WithContext(ctx) // at the same time: what a sick node waits for is how long they take
-	all.Go(func() error { return wrapped("list drains", reader.List(ctxAll, &drains)) })
-	all.Go(func() (err error) {
-		w.Fleet, err = fleet.Read(ctxAll, reader)
-		return err
-	})
-	all.Go(func() (err error) {
-		if c.Core {
-			core, err = kube.ReadNodes(ctxAll, c.cached)
-		}
-		return err
-	})
-	if err := all.Wait(); err != nil {
-		return w, err
+	if read = read.reusable(&w); read != nil {
+		read, err = c.refresh(ctx, read, &w)
+	} else {
+		read, err = c.readAll(ctx, live, &w)
 	}
-	for i := range drains.Items {
-		w.Drains = append(w.Drains, &drains.Items[i])
+	if err != nil {
+		return w, nil, err
 	}
-	if live && c.Core {
-		if core, err = c.gatherCore(ctx, &w, core); err != nil {
-			return w, err
-		}
-	}
-	w.addCore(core)
+	read.into(&w)
 	if c.Config.CustomDrain != nil {
 		c.gatherResources(ctx, &w)
 		w.Server = c.resources.clock.Now()
 		w.Distrusted = c.resources.isDistrusted()
 	}
 	c.gatherWork(ctx, reader, &w)
-	return w, nil
+	return w, read, nil
 }
 
 // listEvents reads all events, unless they are known.
@@ -243,36 +230,6 @@ func wrapped(what string, err error) error {
 	return nil
 }
 
-// readFew is how many core Nodes are read one by one rather than all at once.
-const readFew = 10
-
-// gatherCore reads the core Nodes live that events are about and that Ebb does not know. Of the others, of which there may be thousands, only the
-// number counts.
-func (c *Controller) gatherCore(ctx context.Context, w *World, core map[string]*corev1.Node) (map[string]*corev1.Node, error) {
-	names := map[string]bool{}
-	for _, e := range w.Events {
-		if name := e.Spec.NodeName; w.Nodes[name] == nil && (isOpen(e) || !handled(e)) {
-			names[name] = true
-		}
-	}
-	if len(names) > readFew {
-		return kube.ReadNodes(ctx, c.live)
-	}
-	for name := range names {
-		n := &corev1.Node{}
-		err := c.live.Get(ctx, client.ObjectKey{Name: name}, n)
-		switch {
-		case kubeclient.IsMissing(err):
-			delete(core, name)
-		case err != nil:
-			return nil, fmt.Errorf("read core Node %s: %w", name, err)
-		default:
-			core[name] = n
-		}
-	}
-	return core, nil
-}
-
 // gatherWork counts the work that objects place on nodes that do not run and have a drain: without a process it cannot be drained by a Drain.
 func (c *Controller) gatherWork(ctx context.Context, reader client.Reader, w *World) {
 	if c.Tenants == nil {
@@ -280,7 +237,7 @@ func (c *Controller) gatherWork(ctx context.Context, reader client.Reader, w *Wo
 	}
 	nodes := map[string]bool{}
 	for _, e := range w.Events {
-		if isOpen(e) && eviction(e) == v1alpha1.EvictionInProgress && !w.Live(e.Spec.NodeName) {
+		if isOpen(e) && eviction(e) == v1alpha1.EvictionInProgress && !w.Live(e.Spec.NodeName) && !w.movesPodsOf(e) {
 			nodes[e.Spec.NodeName] = true
 		}
 	}
@@ -307,6 +264,12 @@ func (c *Controller) gatherWork(ctx context.Context, reader client.Reader, w *Wo
 			w.Work[node] = works.Listed(counts)
 		}
 	}
+}
+
+// movesPodsOf reports whether the Drain of an event has yet to move the pods of its node. What else is left there is asked after that.
+func (w *World) movesPodsOf(e *v1alpha1.HealthEvent) bool {
+	d := e.Status.Drain
+	return w.Pods && w.Core[e.Spec.NodeName] && (d == nil || d.Phase == "")
 }
 
 // gatherResources reads the custom resources that have not ended, if there are any. What cannot be read holds up its own event only.

@@ -422,3 +422,35 @@ func TestAFloodOfEventsIsNotStored(t *testing.T) {
 		t.Errorf("%v, %v", received, err)
 	}
 }
+
+// An API that failed for long is not left alone for as long after that.
+func TestATurnThatFailsIsTriedAgainSoon(t *testing.T) {
+	const tries = 14 // the default of controllers would wait for 40 s then, and for twice as long each time after that
+	c := startController(t, "n1")
+	var mu sync.Mutex
+	var asked []time.Time
+	c.faults.set(func(r *http.Request) int {
+		if r.Method != http.MethodGet || !strings.HasSuffix(r.URL.Path, "/drains") || r.URL.Query().Get("watch") != "" {
+			return 0
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		asked = append(asked, time.Now())
+		return http.StatusForbidden
+	})
+	c.send("e1", "n1")
+	c.until("many tries", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(asked) >= 2*tries // each is asked for twice: see RoundTrip
+	})
+	mu.Lock()
+	for i := range asked[1:] {
+		if pause := asked[i+1].Sub(asked[i]); pause > 15*time.Second {
+			t.Errorf("try %d came after %s", i+1, pause)
+		}
+	}
+	mu.Unlock()
+	c.faults.set(nil)
+	c.waits("e1", health.WaitResource)
+}

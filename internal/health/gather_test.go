@@ -3,6 +3,7 @@ package health
 import (
 	"context"
 	"maps"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -39,7 +40,7 @@ func TestEventsAreListedBeforeDrains(t *testing.T) {
 	settings := &v1alpha1.Settings{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.SettingsName}}
 	reader := &slowEvents{Reader: fake.NewClientBuilder().WithScheme(kubeclient.NewScheme()).WithObjects(settings).Build()}
 	c := &Controller{cached: reader, live: reader, Config: drainconfig.Default()}
-	if _, err := c.gather(t.Context(), true, nil); err != nil || reader.early.Load() {
+	if _, _, err := c.gather(t.Context(), true, nil, nil); err != nil || reader.early.Load() {
 		t.Errorf("the drains were listed first: %t; %v", reader.early.Load(), err)
 	}
 }
@@ -47,18 +48,23 @@ func TestEventsAreListedBeforeDrains(t *testing.T) {
 // counting counts reads.
 type counting struct {
 	client.Reader
+	mu          sync.Mutex
 	gets, lists int
 }
 
 // Get implements client.Reader.
 func (c *counting) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+	c.mu.Lock()
 	c.gets++
+	c.mu.Unlock()
 	return c.Reader.Get(ctx, key, o, opts...)
 }
 
 // List implements client.Reader.
 func (c *counting) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	c.mu.Lock()
 	c.lists++
+	c.mu.Unlock()
 	return c.Reader.List(ctx, list, opts...)
 }
 

@@ -591,6 +591,10 @@ func (r *round) judgeHealthy(e *v1alpha1.HealthEvent, open []*v1alpha1.HealthEve
 		r.write(ActionSkip, e, func(e *v1alpha1.HealthEvent) {
 			r.finish(e, WaitOthers, fmt.Sprintf("Node %s stays quarantined: other checks are still unhealthy.", r.name))
 		})
+	case slices.ContainsFunc(open, func(p *v1alpha1.HealthEvent) bool { return checkOf(p) == checkOf(e) }):
+		r.write(ActionSkip, e, func(e *v1alpha1.HealthEvent) {
+			r.finish(e, ReasonHealthy, fmt.Sprintf("Node %s stays quarantined: a problem of this check has the same time or a later one.", r.name))
+		})
 	default:
 		r.write(ActionSkip, e, func(e *v1alpha1.HealthEvent) {
 			r.finish(e, ReasonHealthy, fmt.Sprintf("No problem of this check keeps node %s in quarantine.", r.name))

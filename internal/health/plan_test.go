@@ -1225,3 +1225,60 @@ func TestEventsBeyondTheLimitAreWrittenOnce(t *testing.T) {
 		t.Errorf("%d events wait, with these steps: %v", len(s.events)-admitted, taken)
 	}
 }
+
+// A report that a check is healthy says what it did not end.
+func TestAHealthyEventThatIsNotLaterSaysThatTheNodeStaysQuarantined(t *testing.T) {
+	for name, ago := range map[string]time.Duration{"at the same time": 0, "before": time.Hour} {
+		s := newStore(3)
+		problem := s.send("e1", nil)
+		s.settle()
+		s.send("h1", func(e *v1alpha1.HealthEvent) {
+			healthy(e)
+			e.Spec.GeneratedTimestamp = v1alpha1.NewTimestamp(problem.Spec.GeneratedTimestamp.Add(-ago))
+		})
+		s.send("h2", func(e *v1alpha1.HealthEvent) { healthy(e); e.Spec.CheckName = "another" })
+		s.settle()
+		for event, want := range map[string]string{
+			"h1": "Node n2 stays quarantined: a problem of this check has the same time or a later one.",
+			"h2": "No problem of this check keeps node n2 in quarantine.",
+		} {
+			s.is(t, event, "", "", health.ReasonHealthy)
+			if got := meta.FindStatusCondition(s.events[event].Status.Conditions, v1alpha1.HealthEventHandled).Message; got != want {
+				t.Errorf("%s: %s says %q, want %q", name, event, got, want)
+			}
+		}
+	}
+}
+
+// The end of one custom resource and the beginning of the next are two writes, of which the first may fail.
+func TestTheNextResourceOfANodeWaitsUntilTheEndOfTheLastIsRecorded(t *testing.T) {
+	for name, ends := range map[string]func(s *store, resource string, d *v1alpha1.Drain){
+		"failed":    func(s *store, resource string, _ *v1alpha1.Drain) { s.say(resource, "DrainFailed", "True", "No") },
+		"complete":  func(s *store, resource string, _ *v1alpha1.Drain) { s.say(resource, "DrainComplete", "True", "Done") },
+		"deleted":   func(s *store, resource string, _ *v1alpha1.Drain) { delete(s.resources, resource) },
+		"cancelled": func(s *store, _ string, d *v1alpha1.Drain) { d.Status.Phase = v1alpha1.DrainCancelled },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStore(3).custom()
+			d := manual(s, "first")
+			first := "manual-" + string(d.UID)
+			s.settle()
+			s.now = s.now.Add(time.Minute)
+			second := "manual-" + string(manual(s, "second").UID)
+			s.settle()
+			s.is(t, second, "", progressing, health.WaitBusy)
+			ends(s, "drain-n2-"+first, d)
+			s.refuse = func(step health.Step) bool { return step.Event.Name == first }
+			s.turns(5)
+			if cr := s.events[second].Status.CustomResource; cr != nil {
+				t.Errorf("it has %+v", cr)
+			}
+			s.refuse = func(health.Step) bool { return false }
+			s.settle()
+			s.is(t, second, "", progressing, health.WaitResource)
+			if len(s.resources) != 1 || s.resources["drain-n2-"+second] == nil {
+				t.Errorf("the resources are %v", slices.Sorted(maps.Keys(s.resources)))
+			}
+		})
+	}
+}

@@ -143,7 +143,7 @@ func (p *play) happen() {
 		p.ahead = time.Duration(p.random.IntN(7200)-3600) * time.Second // another coordinator
 	case 14: // work is left on nodes that do not run
 		clear(p.store.work)
-		for name := range p.dead {
+		for _, name := range slices.Sorted(maps.Keys(p.dead)) {
 			if p.dead[name] && p.chance(0.5) {
 				p.store.work[name] = "1 replica"
 			}
@@ -240,15 +240,16 @@ func (p *play) person() {
 		delete(p.foreign, name)
 		p.lifted[name] = true
 	case 2:
-		for _, e := range p.events {
-			if cr := e.Status.CustomResource; cr != nil && p.chance(0.5) {
+		for _, id := range slices.Sorted(maps.Keys(p.events)) {
+			if e := p.events[id]; e.Status.CustomResource != nil && p.chance(0.5) {
+				cr := e.Status.CustomResource
 				metav1.SetMetaDataAnnotation(&e.ObjectMeta, v1alpha1.RetryAnnotation, fmt.Sprint(cr.Attempt+1))
 				p.touch(e)
 			}
 		}
 	case 3:
-		for _, d := range p.drains {
-			if d.Status.Phase != v1alpha1.DrainStopping && !d.Status.Phase.Final() && p.chance(0.3) {
+		for _, id := range slices.Sorted(maps.Keys(p.drains)) {
+			if d := p.drains[id]; d.Status.Phase != v1alpha1.DrainStopping && !d.Status.Phase.Final() && p.chance(0.3) {
 				d.Spec.Cancelled = true
 				p.touch(d)
 			}

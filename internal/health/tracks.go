@@ -91,12 +91,13 @@ func remember(e *v1alpha1.HealthEvent, cr v1alpha1.CustomResource) {
 }
 
 // otherResource is another event of the node with a custom resource that has not ended. The recorded name is the lock of the node: it is
-// there before the resource is, and a node has one at a time.
+// there before the resource is, and a node has one at a time. An end that this round is about to record releases nothing yet: that write may fail.
 func (r *round) otherResource(e *v1alpha1.HealthEvent) *v1alpha1.HealthEvent {
 	for _, other := range r.events {
-		other = r.now(other)
-		if cr := other.Status.CustomResource; other.UID != e.UID && cr != nil && cr.Outcome == "" {
-			return other
+		for _, seen := range []*v1alpha1.HealthEvent{other, r.now(other)} {
+			if cr := seen.Status.CustomResource; seen.UID != e.UID && cr != nil && cr.Outcome == "" {
+				return seen
+			}
 		}
 	}
 	return nil
