@@ -236,7 +236,8 @@ func TestFixedHistoriesEndEqual(t *testing.T) {
 }
 
 // TestHistoryFile plays the histories of a file, EBB_HISTORY_FILE, each after a line "=== NAME". It is for those who look for the
-// reason of a failure. One whose name begins with "alone " may end the changefeeds of others.
+// reason of a failure. One whose name begins with "alone " may end the changefeeds of others, and one with "snapshot " copies what there is at
+// "-- start".
 func TestHistoryFile(t *testing.T) {
 	path := os.Getenv("EBB_HISTORY_FILE")
 	if path == "" {
@@ -264,7 +265,9 @@ func TestHistoryFile(t *testing.T) {
 				f.quiet.RLock()
 				defer f.quiet.RUnlock()
 			}
-			v, err := f.play(t.Context(), scriptOf(fmt.Sprintf("file%d", i), statements))
+			s := scriptOf(fmt.Sprintf("file%d", i), statements)
+			s.snapshot = strings.HasPrefix(name, "snapshot ")
+			v, err := f.play(t.Context(), s)
 			t.Logf("%s: %d of %d statements: %s %s %v; refused: %s", name, len(v.statements), len(statements), v.outcome, v.detail, err, strings.Join(v.refusedSQL, "; "))
 			if err != nil || v.bad() {
 				t.Errorf("%s: %s", name, v.outcome)

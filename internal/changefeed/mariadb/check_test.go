@@ -144,6 +144,52 @@ func TestALogThatLacksChangesStopsOnlyTheTablesConcerned(t *testing.T) {
 	}
 }
 
+// The server shows triggers and stored functions only to those who have privileges on them. What a user does not see may be there.
+func TestAStatementMayDoWhatTheUserDoesNotSee(t *testing.T) {
+	m := testenv.StartMariaDB(t)
+	m.Exec("CREATE DATABASE d", "CREATE TABLE d.t (id INT PRIMARY KEY, v INT)", "CREATE TABLE d.u (id INT PRIMARY KEY)", "CREATE TABLE d.fires (id INT PRIMARY KEY)",
+		"CREATE TRIGGER d.fire AFTER INSERT ON d.fires FOR EACH ROW INSERT INTO d.u VALUES (NEW.id)", "CREATE FUNCTION d.writes() RETURNS INT DETERMINISTIC BEGIN INSERT INTO d.u VALUES (77); RETURN 1; END",
+		"CREATE USER poor IDENTIFIED BY 'p'", "GRANT REPLICATION SLAVE, BINLOG MONITOR ON *.* TO poor", "GRANT SELECT ON d.* TO poor")
+	s, err := Open(Options{Address: m.Address, User: "poor", Password: "p", Raw: rawAll})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for _, c := range []struct{ grant, statement, tables string }{
+		{"", "INSERT INTO d.fires VALUES (1)", "[]"},
+		{"", "INSERT INTO d.t VALUES (1, 1)", "[]"},
+		{"GRANT TRIGGER ON d.t TO poor", "INSERT INTO d.t VALUES (2, 1)", "[d.t]"},
+		{"", "INSERT INTO d.fires VALUES (2)", "[]"},
+		{"GRANT TRIGGER ON `d`.* TO poor", "INSERT INTO d.fires VALUES (3)", "[]"},
+		{"", "DELETE FROM d.u WHERE id = 3", "[d.u]"},
+		{"", "UPDATE d.t SET v = d.writes() WHERE id = 1", "[]"},
+		{"", "UPDATE d.t SET v = ABS(5) WHERE id IN (1, 2) AND (v IS NULL OR (v > 0))", "[d.t]"},
+		{"", "UPDATE d.t SET v = 0 * CRC32 (5)", "[]"},
+		{"", "UPDATE d.t SET v = BENCHMARK(1, 1)", "[]"},
+		{"GRANT SELECT, TRIGGER ON *.* TO poor", "UPDATE d.t SET v = BENCHMARK(2, 1)", "[d.t]"},
+	} {
+		if c.grant != "" {
+			m.Exec(c.grant)
+			s.db.SetMaxIdleConns(0) // sessions keep the privileges that they began with
+			s.db.SetMaxIdleConns(1)
+		}
+		head, err := s.Head(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Exec("SET binlog_format=STATEMENT; " + c.statement)
+		var found []string
+		for _, tx := range collect(t, s, head) {
+			if tx.DDL != nil && tx.DDL.Unexecutable() {
+				found = append(found, fmt.Sprint(tx.DDL.Tables))
+			}
+		}
+		if fmt.Sprint(found) != "["+c.tables+"]" {
+			t.Errorf("%s, %s: %v, want %s", c.grant, c.statement, found, c.tables)
+		}
+	}
+}
+
 // A transaction that is logged as statements may also have statements about temporary tables, which are DDL that carries no data.
 func TestATemporaryTableHidesNoStatement(t *testing.T) {
 	m := testenv.StartMariaDB(t)
