@@ -86,7 +86,10 @@ func TakeSnapshot(ctx context.Context, c client.Client, ec *v1alpha1.EtcdCluster
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		if err := c.Get(ctx, client.ObjectKeyFromObject(s), s); err != nil {
+		if err := c.Get(ctx, client.ObjectKeyFromObject(s), s); kubeclient.IsMissing(err) {
+			// The coordinator deletes a snapshot that failed.
+			return nil, fmt.Errorf("snapshot %s of etcd cluster %s was deleted before it was verified; if it could not be taken, the log of node %s says why", s.Name, kind.NameIn(ec.Namespace, ec.Name), from.Node)
+		} else if err != nil {
 			return nil, err
 		}
 		switch {

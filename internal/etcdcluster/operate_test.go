@@ -1,6 +1,7 @@
 package etcdcluster
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -108,6 +109,34 @@ func TestASnapshotIsTakenOfAHealthyMemberIfPossibleNotTheLeader(t *testing.T) {
 	}
 	if _, err := TakeSnapshot(t.Context(), nil, withMembers(sick), time.Second); err == nil || !strings.Contains(err.Error(), "no healthy member") {
 		t.Errorf("without a healthy member: %v", err)
+	}
+}
+
+func TestASnapshotThatIsDeletedBeforeItIsVerifiedFails(t *testing.T) {
+	c := testenv.StartAPI(t).Admin()
+	ec := withMembers(v1alpha1.EtcdMemberInfo{Name: "demo-1", Node: "n1", Role: v1alpha1.EtcdLeader, Healthy: true})
+	ec.UID = "12345678-90"
+	done := make(chan error, 1)
+	go func() {
+		_, err := TakeSnapshot(t.Context(), c, ec, time.Minute)
+		done <- err
+	}()
+	for deleted := false; !deleted; {
+		var list v1alpha1.EtcdSnapshotList
+		if err := c.List(t.Context(), &list); err != nil {
+			t.Fatal(err)
+		}
+		for i := range list.Items {
+			s := &list.Items[i]
+			s.Finalizers = nil
+			if err := errors.Join(c.Update(t.Context(), s), c.Delete(t.Context(), s)); err != nil {
+				t.Fatal(err)
+			}
+			deleted = true
+		}
+	}
+	if err := <-done; err == nil || !strings.Contains(err.Error(), "was deleted before it was verified; if it could not be taken, the log of node n1 says why") {
+		t.Errorf("%v", err)
 	}
 }
 

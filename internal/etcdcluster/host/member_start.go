@@ -219,6 +219,7 @@ func (w *memberWorker) recordHang(m *v1alpha1.EtcdMember, why error) {
 	w.status.Restarts++
 	w.status.Error = why.Error()
 	w.mu.Unlock()
+	w.publishes.Wake() // a process that waits for a disk cannot be killed either
 }
 
 // clusterOf names the cluster of a member in logs.
