@@ -144,3 +144,39 @@ func TestWhatANodeHoldsThoughNothingIsPlacedThereIsNamed(t *testing.T) {
 	s.holds("n2", "programs", 0)
 	s.takes(drain.StepStop, drain.StepDesireStopping, drain.StepProgress)
 }
+
+// A node that is stopping does not come back by itself, whatever becomes of its drain.
+func TestACancelledDrainOfANodeThatIsStoppingSaysThatTheNodeStops(t *testing.T) {
+	const words = "The drain was cancelled, but node n2 was asked to stop and is shutting down: start it again to bring it back. Work that has moved stays where it is."
+	stopping := func(n *v1alpha1.NodeStatus) { n.Liveness = v1alpha1.Stopping }
+	t.Run("while it drains", func(t *testing.T) {
+		s := newScene(t)
+		s.places("n2", "volumes", 2)
+		d := s.begun("d", "n2")
+		s.says(stopping)
+		s.cancel("d")
+		s.steps()
+		ended(t, d, v1alpha1.DrainCancelled, v1alpha1.ReasonCancelRequested, words)
+	})
+	t.Run("after its drain has failed", func(t *testing.T) {
+		s := newScene(t)
+		d := s.failed()
+		s.says(stopping)
+		s.cancel("d")
+		s.steps()
+		if c := meta.FindStatusCondition(d.Status.Conditions, v1alpha1.DrainReleased); c == nil || c.Message != words {
+			t.Errorf("it is released with %+v", c)
+		}
+	})
+}
+
+func TestADrainOfANodeThatIsStoppingFailsWithWordsThatAreTrue(t *testing.T) {
+	s := newScene(t)
+	s.places("n2", "volumes", 2)
+	d := s.begun("d", "n2", deadline(10*time.Minute))
+	s.says(func(n *v1alpha1.NodeStatus) { n.Liveness = v1alpha1.Stopping })
+	s.now = start.Add(10 * time.Minute)
+	s.steps()
+	ended(t, d, v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded,
+		"Node n2 was asked to stop and had not left 10m0s after the drain began: 2 volumes left. It takes no new work; a new Drain of it continues where this one ended.")
+}

@@ -154,7 +154,7 @@ func nextOfSlot(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	case d.Status.Phase == v1alpha1.DrainStopping:
 		return nextOfStopping(w, slot, d)
 	case cancelRequested(d):
-		return cancel(w, slot, d, v1alpha1.ReasonCancelRequested, cancelMessage(slot))
+		return cancel(w, slot, d, v1alpha1.ReasonCancelRequested, w.cancelMessage(slot))
 	case w.uncordoned(d):
 		reason, message := w.whyUncordoned(slot, d)
 		return cancel(w, slot, d, reason, message)
@@ -180,7 +180,7 @@ func nextOfEnded(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	switch {
 	case !failed || w.orderedToStop(slot):
 	case d.Spec.Cancelled:
-		return letGo(w, d, v1alpha1.ReasonCancelRequested, cancelMessage(slot))
+		return letGo(w, d, v1alpha1.ReasonCancelRequested, w.cancelMessage(slot))
 	case w.uncordoned(d):
 		reason, message := w.whyUncordoned(slot, d)
 		return letGo(w, d, reason, message)
@@ -408,7 +408,7 @@ func fail(w World, slot *v1alpha1.ActiveDrain, d *v1alpha1.Drain) *Step {
 	switch {
 	case w.over(slot):
 		message = fmt.Sprintf("Node %s died or restarted and was not drained within %s: %s. A new Drain of it starts over.", slot.Node, after, left)
-	case w.orderedToStop(slot):
+	case w.orderedToStop(slot) || w.leaves(slot):
 		message = fmt.Sprintf("Node %s was asked to stop and had not left %s after the drain began: %s. It takes no new work; a new Drain of it continues where this one ended.", slot.Node, after, left)
 	}
 	end(next, w.Now, v1alpha1.DrainFailed, v1alpha1.ReasonDeadlineExceeded, message)
@@ -464,7 +464,10 @@ func release(w World, d *v1alpha1.Drain, reason, message string) {
 	})
 }
 
-func cancelMessage(slot *v1alpha1.ActiveDrain) string {
+func (w World) cancelMessage(slot *v1alpha1.ActiveDrain) string {
+	if w.leaves(slot) {
+		return fmt.Sprintf("The drain was cancelled, but node %s was asked to stop and is shutting down: start it again to bring it back. Work that has moved stays where it is.", slot.Node)
+	}
 	return fmt.Sprintf("The drain was cancelled: node %s takes work again in a new epoch. Work that has moved stays where it is.", slot.Node)
 }
 

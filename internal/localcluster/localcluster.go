@@ -106,20 +106,13 @@ func (c *Cluster) bringUp(ctx context.Context) error {
 
 // awaitOrphans waits for the child processes of an `ebb up` that was killed: they get a signal when it dies, and take some time to stop.
 func (c *Cluster) awaitOrphans(ctx context.Context) error {
-	locks := []string{c.opts.Dir.APIServerLock()}
-	for i := range c.opts.Nodes {
-		locks = append(locks, c.opts.Dir.Node(nodeName(i)).Lock())
-	}
 	ctx, cancel := context.WithTimeout(ctx, orphanPatience)
 	defer cancel()
-	for _, path := range locks {
+	for _, name := range c.names() {
 		for {
-			unlock, err := datadir.Lock(path)
+			err := c.free(name)
 			if err == nil {
-				unlock()
-			}
-			if !errors.Is(err, datadir.ErrLocked) {
-				break // free, or not there yet
+				break
 			}
 			select {
 			case <-ctx.Done():
@@ -129,6 +122,31 @@ func (c *Cluster) awaitOrphans(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// names are those of all processes that the cluster has.
+func (c *Cluster) names() []string {
+	names := []string{apiserver}
+	for i := range c.opts.Nodes {
+		names = append(names, nodeName(i))
+	}
+	return names
+}
+
+// free returns datadir.ErrLocked while a process of that name runs, whoever started it.
+func (c *Cluster) free(name string) error {
+	lock := c.opts.Dir.APIServerLock()
+	if name != apiserver {
+		lock = c.opts.Dir.Node(name).Lock()
+	}
+	unlock, err := datadir.Lock(lock)
+	if err == nil {
+		unlock()
+	}
+	if !errors.Is(err, datadir.ErrLocked) {
+		return nil // nobody has it, or it is not there yet
+	}
+	return err
 }
 
 func nodeName(i int) string { return fmt.Sprintf("n%d", i+1) }
@@ -191,6 +209,16 @@ func (c *Cluster) startNodes(ctx context.Context) error {
 type process struct {
 	*child.Process
 	name string
+}
+
+// ended reports whether the process has ended. It may have been started again by somebody else.
+func (p *process) ended() bool {
+	select {
+	case <-p.Done():
+		return true
+	default:
+		return false
+	}
 }
 
 // start runs the ebb program as the process of that name.
@@ -314,19 +342,35 @@ func (c *Cluster) commandOf(p *process) string {
 
 // Stop stops the nodes and then the API server.
 func (c *Cluster) Stop() {
-	if len(c.nodes) > 0 {
-		c.say("stopping %s", plural(len(c.nodes), "node"))
+	if running := c.running(); running > 0 {
+		c.say("stopping %s", plural(running, "node"))
 	}
 	var stopping sync.WaitGroup
 	for _, n := range c.nodes {
 		stopping.Go(func() { n.Stop(context.Background(), nodePatience) })
 	}
 	stopping.Wait()
-	if c.server != nil {
+	if c.server != nil && !c.server.ended() {
 		c.say("stopping the API server")
 		c.server.Stop(context.Background(), serverPatience)
 	}
+	for _, name := range c.names() {
+		if c.free(name) != nil {
+			c.say("%s still runs: another command started it", name)
+		}
+	}
 	c.unlock()
+}
+
+// running is how many nodes of the cluster have not ended.
+func (c *Cluster) running() int {
+	n := 0
+	for _, p := range c.nodes {
+		if !p.ended() {
+			n++
+		}
+	}
+	return n
 }
 
 func (c *Cluster) say(format string, args ...any) {

@@ -1,6 +1,8 @@
 package localcluster
 
 import (
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -8,6 +10,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/child"
+	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
 )
 
@@ -42,5 +46,36 @@ func TestACommandToStartAProcessAgainCanBeCopied(t *testing.T) {
 		if got := c.commandOf(p); got != want {
 			t.Errorf("%s: %s, want %s", p.name, got, want)
 		}
+	}
+}
+
+// A node that ended is started again by a command of its own, and so `ebb up` does not stop it.
+func TestTheEndOfAClusterNamesWhatStillRuns(t *testing.T) {
+	var out strings.Builder
+	c := &Cluster{opts: Options{Dir: datadir.Dir(t.TempDir()), Nodes: 3, Out: &out}, unlock: func() {}}
+	for _, name := range []string{"n1", "n2"} {
+		p, err := child.Start(exec.Command("true"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-p.Done()
+		c.nodes = append(c.nodes, &process{Process: p, name: name})
+	}
+	p, err := child.Start(exec.Command("sleep", "1000"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.nodes = append(c.nodes, &process{Process: p, name: "n3"})
+	if err := os.MkdirAll(string(c.opts.Dir.Node("n2")), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	unlock, err := datadir.Lock(c.opts.Dir.Node("n2").Lock())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	c.Stop()
+	if want := "stopping 1 node\nn2 still runs: another command started it\n"; out.String() != want {
+		t.Errorf("%q, want %q", out.String(), want)
 	}
 }
