@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -53,17 +54,28 @@ type Controller struct {
 	client client.Client
 	live   client.Reader
 	record events.Recorder
+	term   int // of the metrics
 }
 
 // SetupWithManager adds the controllers of volumes, and of what nodes publish of evictions, to a term's manager.
 func (c *Controller) SetupWithManager(mgr ctrl.Manager) error {
 	c.client, c.live = mgr.GetClient(), mgr.GetAPIReader()
 	c.record = events.Recorder{Client: c.client, Controller: "volumes", Instance: c.Leader}
+	var end func()
+	c.term, end = c.Metrics.begin()
+	err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+		<-ctx.Done()
+		end()
+		return nil
+	}))
+	if err != nil {
+		return err
+	}
 	every := handler.EnqueueRequestsFromMapFunc(c.all)
 	limiter := func() workqueue.TypedRateLimiter[reconcile.Request] {
 		return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](50*time.Millisecond, 2*time.Second)
 	}
-	err := ctrl.NewControllerManagedBy(mgr).
+	err = ctrl.NewControllerManagedBy(mgr).
 		Named("volumes").
 		For(&v1alpha1.Volume{}).
 		Watches(&v1alpha1.Replica{}, handler.EnqueueRequestsFromMapFunc(volumeOf)).
@@ -177,7 +189,7 @@ func (c *Controller) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		if err := c.takeActions(ctx, w, d.Actions); err != nil {
 			return c.retry(err)
 		}
-		c.Metrics.observe(w, d)
+		c.Metrics.observe(c.term, w, d)
 		if !wrote && len(d.Actions) == 0 {
 			after := lookAgain
 			if d.LookAfter > 0 {

@@ -133,7 +133,8 @@ func TestMetrics(t *testing.T) {
 	s := newScene(2, "n1", "n2")
 	s.healthy("n1").Spec.EvictionRequested = true
 	s.unused("n2")
-	m.observe(s.World, Plan(s.World))
+	term, _ := m.begin()
+	m.observe(term, s.World, Plan(s.World))
 	m.evicted(v1alpha1.EventEvictionAutomatic)
 	want := `
 # HELP ebb_volume_attached 1 while the volume is attached to a node.
@@ -160,7 +161,7 @@ ebb_volume_robustness{namespace="default",robustness="degraded",volume="data"} 1
 		t.Errorf("%d series are left", n)
 	}
 	var none *Metrics
-	none.observe(s.World, Decision{Status: v1alpha1.VolumeStatus{Robustness: v1alpha1.VolumeHealthy}})
+	none.observe(0, s.World, Decision{Status: v1alpha1.VolumeStatus{Robustness: v1alpha1.VolumeHealthy}})
 	none.evicted("x")
 	none.forget(types.NamespacedName{})
 }

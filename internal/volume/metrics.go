@@ -9,7 +9,8 @@ import (
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 )
 
-// Metrics are the coordinator's metrics of volumes. They outlive terms. The series of a volume are deleted with it.
+// Metrics are the coordinator's metrics of volumes. They outlive terms; what they say of a volume is deleted with the volume, and with the term, after
+// which another node knows better.
 type Metrics struct {
 	evictions  *prometheus.CounterVec
 	replicas   *prometheus.Desc
@@ -17,6 +18,7 @@ type Metrics struct {
 	attached   *prometheus.Desc
 
 	mu    sync.Mutex
+	term  int // counts the terms
 	known map[types.NamespacedName]figures
 }
 
@@ -68,8 +70,27 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// observe updates the metrics after a decision.
-func (m *Metrics) observe(w World, d Decision) {
+// begin begins a term, which the function that it returns ends.
+func (m *Metrics) begin() (term int, end func()) {
+	if m == nil {
+		return 0, func() {}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.term++
+	term = m.term
+	return term, func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.term == term {
+			m.term++
+			clear(m.known)
+		}
+	}
+}
+
+// observe updates the metrics after a decision of a term, unless that is over.
+func (m *Metrics) observe(term int, w World, d Decision) {
 	if m == nil || d.Status.Robustness == "" {
 		return
 	}
@@ -79,6 +100,9 @@ func (m *Metrics) observe(w World, d Decision) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.term != term {
+		return
+	}
 	m.known[types.NamespacedName{Namespace: w.Volume.Namespace, Name: w.Volume.Name}] = f
 }
 
