@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/apiserver"
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
@@ -259,7 +260,7 @@ func (c *cluster) launchAt(dir string, env []string, exe string, args ...string)
 
 // tell looks for what no process may ever print, and keeps what one printed in a test that failed.
 func (c *cluster) tell(name, text string) {
-	for _, bad := range []string{"DATA RACE", "panic:", "fatal error:"} {
+	for _, bad := range []string{"DATA RACE", "panic:", "fatal error:", apiserver.ErrHangs.Error()} {
 		if at := strings.Index(text, bad); at >= 0 {
 			c.whole.Errorf("%s: %s", name, text[at:min(at+8000, len(text))])
 		}
