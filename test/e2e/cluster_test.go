@@ -341,7 +341,9 @@ func (c *cluster) must(args ...string) string {
 
 func (c *cluster) kubectl(args ...string) string {
 	c.t.Helper()
-	cmd := exec.Command(testenv.Kubectl(c.t), append([]string{"--kubeconfig", c.dir.Kubeconfig()}, args...)...)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, testenv.Kubectl(c.t), append([]string{"--kubeconfig", c.dir.Kubeconfig()}, args...)...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		c.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
