@@ -2,7 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"os"
+	"runtime/pprof"
 
 	"github.com/spf13/cobra"
 
@@ -62,7 +65,11 @@ func runAPIServer(ctx context.Context, o apiserver.Options, drainConfig string, 
 		return err
 	}
 	defer remove()
-	return server.Run(ctx, func() {
+	err = server.Run(ctx, func() {
 		log.Info("ready", "url", server.URL(), "kubeconfig", o.Dir.Kubeconfig())
 	})
+	if errors.Is(err, apiserver.ErrHangs) { // what it waits for is in the stacks, for a report of the error
+		err = errors.Join(err, pprof.Lookup("goroutine").WriteTo(os.Stderr, 2))
+	}
+	return err
 }

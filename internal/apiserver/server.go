@@ -82,7 +82,13 @@ const (
 	shutdownTimeout = 2 * time.Second
 	// sendTime is what an answer that was given has to leave the server.
 	sendTime = 50 * time.Millisecond
+	// stopLimit is how long the whole end may take. It takes less than a second; but the libraries wait for requests, caches and connections without
+	// end, and whoever ends the process by force loses nothing either.
+	stopLimit = 30 * time.Second
 )
+
+// ErrHangs: the server was asked to end, and some part of it did not.
+var ErrHangs = errors.New("the server did not stop")
 
 // New opens the store and the port and sets up the server, but does not serve yet.
 func New(ctx context.Context, o Options) (*Server, error) {
@@ -163,11 +169,35 @@ func (s *Server) URL() string {
 	return (&url.URL{Scheme: "https", Host: net.JoinHostPort(host, port)}).String()
 }
 
-// Run serves until ctx ends, and calls ready once every object can be used and the credentials are written.
+// Run serves until ctx ends, and calls ready once every object can be used and the credentials are written. A server that does not end is given up:
+// then Run returns ErrHangs, and the process has to end.
 func (s *Server) Run(ctx context.Context, ready func()) error {
-	defer s.close()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	return within(ctx, stopLimit, func() error { return s.run(ctx, cancel, ready) })
+}
+
+// within calls run, which ends when ctx does, and waits for it only so long after that.
+func within(ctx context.Context, limit time.Duration, run func() error) error {
+	ended := make(chan error, 1)
+	go func() { ended <- run() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	select {
+	case err := <-ended:
+		return err
+	case <-late.C:
+		return fmt.Errorf("embedded API: %w within %s; every change that was acknowledged is stored", ErrHangs, limit)
+	}
+}
+
+func (s *Server) run(ctx context.Context, cancel context.CancelCauseFunc, ready func()) error {
+	defer s.close()
 	if s.store != nil {
 		go func() {
 			select {

@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
+	"github.com/ebb-dev/ebb/internal/apiserver"
 	"github.com/ebb-dev/ebb/internal/coordinator"
 	"github.com/ebb-dev/ebb/internal/datadir"
 	"github.com/ebb-dev/ebb/internal/kubeclient"
@@ -259,7 +260,7 @@ func (c *cluster) launchAt(dir string, env []string, exe string, args ...string)
 
 // tell looks for what no process may ever print, and keeps what one printed in a test that failed.
 func (c *cluster) tell(name, text string) {
-	for _, bad := range []string{"DATA RACE", "panic:", "fatal error:"} {
+	for _, bad := range []string{"DATA RACE", "panic:", "fatal error:", apiserver.ErrHangs.Error()} {
 		if at := strings.Index(text, bad); at >= 0 {
 			c.whole.Errorf("%s: %s", name, text[at:min(at+8000, len(text))])
 		}
@@ -340,7 +341,9 @@ func (c *cluster) must(args ...string) string {
 
 func (c *cluster) kubectl(args ...string) string {
 	c.t.Helper()
-	cmd := exec.Command(testenv.Kubectl(c.t), append([]string{"--kubeconfig", c.dir.Kubeconfig()}, args...)...)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, testenv.Kubectl(c.t), append([]string{"--kubeconfig", c.dir.Kubeconfig()}, args...)...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		c.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)

@@ -96,7 +96,9 @@ func (c *cluster) serverMetrics() string {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	data, err := typed.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(context.Background())
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	data, err := typed.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 	if err != nil {
 		c.t.Fatal(err)
 	}
