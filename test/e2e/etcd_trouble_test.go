@@ -5,15 +5,18 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ebb-dev/ebb/api/v1alpha1"
 	"github.com/ebb-dev/ebb/internal/testenv"
@@ -24,9 +27,11 @@ func TestEtcdClustersInTrouble(t *testing.T) {
 	c := startNodes(t, newCluster(t, testenv.Ebb(t)).calm(), 3)
 	t.Run("beside each other", func(t *testing.T) {
 		for name, run := range map[string]func(*cluster){
-			"a cluster with auth enabled is stopped and started": stopWithAuth,
-			"a member with a corrupt database is replaced":       corruptAMember,
-			"a full database takes writes with a larger quota":   fillUp,
+			"a cluster with auth enabled is stopped and started":   stopWithAuth,
+			"a member with a corrupt database is replaced":         corruptAMember,
+			"a full database takes writes with a larger quota":     fillUp,
+			"a member that hangs does not keep a stop from ending": hangAndStop,
+			"a member whose object is deleted is replaced":         deleteAMember,
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -91,6 +96,48 @@ func corruptAMember(c *cluster) {
 	}
 	c.must("etcd", "discard", "corrupt", info.Name)
 	until(c.t, "it to be discarded", func() bool { _, err := os.Stat(dir); return os.IsNotExist(err) })
+}
+
+// memberOf reads the object of a member.
+func (e *etcdUnderTest) memberOf(name string) *v1alpha1.EtcdMember {
+	e.t.Helper()
+	m := &v1alpha1.EtcdMember{}
+	if err := e.client.Get(context.Background(), types.NamespacedName{Namespace: "default", Name: name}, m); err != nil {
+		e.t.Fatal(err)
+	}
+	return m
+}
+
+func hangAndStop(c *cluster) {
+	e := c.createEtcd("hung", 3)
+	e.settle(3)
+	e.five(3)
+	m := e.memberOf(e.get().Status.Members[1].Name)
+	if err := syscall.Kill(int(m.Status.PID), syscall.SIGSTOP); err != nil {
+		c.t.Fatal(err)
+	}
+	e.become(0)
+	e.become(3)
+	e.five(3)
+}
+
+func deleteAMember(c *cluster) {
+	e := c.createEtcd("replaced", 3)
+	e.settle(3)
+	e.five(3)
+	m := e.memberOf(e.get().Status.Members[0].Name)
+	if err := c.client.Delete(context.Background(), m); err != nil {
+		c.t.Fatal(err)
+	}
+	until(c.t, "another member in its place", func() bool {
+		s := e.get().Status
+		there := slices.ContainsFunc(s.Members, func(info v1alpha1.EtcdMemberInfo) bool { return info.Name == m.Name })
+		return s.Phase == v1alpha1.EtcdClusterPhaseRunning && s.ReadyReplicas == 3 && len(s.Members) == 3 && !there
+	})
+	until(c.t, "its object to be gone", func() bool {
+		return apierrors.IsNotFound(c.client.Get(context.Background(), client.ObjectKeyFromObject(m), m))
+	})
+	e.five(3)
 }
 
 func fillUp(c *cluster) {
