@@ -395,7 +395,9 @@ func TestACopyThatADiskHoldsUpHoldsUpNoWrite(t *testing.T) {
 		{"what is copied is looked for on this node", "a", "extents", true, []string{"b"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			b := newBench(t, "a", "b")
+			b.onlyDisksHang()
 			b.add("n")
 			b.machines[c.on].set(func(m *machine) { m.local = c.local })
 			e, _ := b.engine()
@@ -438,7 +440,9 @@ func without(all, some []string) []string {
 func TestAReadThatADiskHoldsUpHoldsUpNothingElse(t *testing.T) {
 	for _, local := range []bool{true, false} {
 		t.Run(fmt.Sprint("local=", local), func(t *testing.T) {
+			t.Parallel()
 			b := newBench(t, "a", "b", "c")
+			b.onlyDisksHang()
 			b.machines["a"].set(func(m *machine) { m.local = local })
 			e, _ := b.engine()
 			b.write(e, 0, 1, 4096)
@@ -471,7 +475,9 @@ func TestAReadThatADiskHoldsUpHoldsUpNothingElse(t *testing.T) {
 func TestADiskThatHangsWhileMarksAreClearedIsGivenUp(t *testing.T) {
 	for _, local := range []bool{true, false} {
 		t.Run(fmt.Sprint("local=", local), func(t *testing.T) {
+			t.Parallel()
 			b := newBench(t, "a", "b")
+			b.onlyDisksHang()
 			b.machines["a"].set(func(m *machine) { m.local = local })
 			e, _ := b.engine()
 			b.hangsIn("a", "clear")

@@ -96,6 +96,9 @@ type machine struct {
 	lives int // counts its processes
 }
 
+// onlyDisksHang is for tests in which every node answers, on a machine that may be busy.
+func (b *bench) onlyDisksHang() { b.timing.Unanswered, b.timing.Stuck = time.Minute, 4*time.Second }
+
 // hangsIn lets a disk hang as soon as it is used in a call, until the test ends.
 func (b *bench) hangsIn(name, call string) {
 	m := b.machines[name]
