@@ -71,9 +71,9 @@ func TestATurnListsTheEventsOnce(t *testing.T) {
 		t.Errorf("the events were listed %d times until the custom resource was there: %v", got["LIST healthevents"], got)
 	}
 	// The API server brings its cache up to date for a live list at most ten times a second for each kind: a list for each step would make a sick node
-	// wait for a tenth of a second each.
+	// wait for a tenth of a second each. A turn that takes longer than a second, on a busy machine, lists again.
 	for _, kind := range []string{"drains", "nodes"} {
-		if got["LIST "+kind] > 2 {
+		if got["LIST "+kind] > 4 {
 			t.Errorf("the %s were listed %d times until the custom resource was there: %v", kind, got["LIST "+kind], got)
 		}
 	}
