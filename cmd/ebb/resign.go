@@ -86,5 +86,5 @@ func unanswered(err error, coordinator *url.URL) error {
 	if failed := (*url.Error)(nil); !errors.As(err, &failed) {
 		return err
 	}
-	return fmt.Errorf("the coordinator at %s could not be asked: %s; if its node is dead or frozen, another one takes over within the duration of a lease: `ebb status` shows which", coordinator.Host, err)
+	return fmt.Errorf("the coordinator at %s could not be asked: %v; if its node is dead or frozen, another one takes over within the duration of a lease: `ebb status` shows which", coordinator.Host, err) //nolint:errorlint // another hint would be added to a wrapped one
 }

@@ -430,15 +430,15 @@ func TestAReplicaThatWentOnWithoutTheSalvagedOneIsBuiltAnew(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
-		"it was salvaged itself before": func(t *testing.T, b *bench, e *engine.Engine, stop func() error) {
+		"it was salvaged itself before": func(t *testing.T, b *bench, _ *engine.Engine, stop func() error) {
 			if err := stop(); err != nil {
 				t.Fatal(err)
 			}
 			cut(b, "c", false)
 			b.salvages("c")
-			e, stop = b.engine()
-			b.write(e, off, 2, 4096)
-			if err := stop(); err != nil {
+			again, stopAgain := b.engine()
+			b.write(again, off, 2, 4096)
+			if err := stopAgain(); err != nil {
 				t.Fatal(err)
 			}
 		},
