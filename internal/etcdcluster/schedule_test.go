@@ -85,24 +85,20 @@ func TestAClusterWhoseScheduleIsRemovedRuns(t *testing.T) {
 }
 
 // In Berlin the clock went from 02:00 to 03:00 on 29 March 2026, and from 03:00 to 02:00 on 25 October 2026.
-func TestTimesByTheClockOnTheWall(t *testing.T) {
-	berlin, err := time.LoadLocation("Europe/Berlin")
+// nextTimes are the times, in UTC, at which something is due after another time.
+type nextTimes struct {
+	text, from string
+	want       []string
+}
+
+func checkTimes(t *testing.T, zone string, list []nextTimes) {
+	t.Helper()
+	location, err := time.LoadLocation(zone)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range []struct {
-		text, from string
-		want       []string // in UTC
-	}{
-		{"30 2 * * *", "2026-03-28T12:00:00Z", []string{"2026-03-29T01:30:00Z", "2026-03-30T00:30:00Z"}},
-		{"30 2 * * *", "2026-03-29T01:10:00Z", []string{"2026-03-29T01:30:00Z", "2026-03-30T00:30:00Z"}},
-		{"30 2 * * *", "2026-10-24T12:00:00Z", []string{"2026-10-25T01:30:00Z", "2026-10-26T01:30:00Z"}},
-		{"30 2 * * *", "2026-10-25T00:40:00Z", []string{"2026-10-25T01:30:00Z", "2026-10-26T01:30:00Z"}},
-		{"0 7 * * *", "2026-03-28T12:00:00Z", []string{"2026-03-29T05:00:00Z", "2026-03-30T05:00:00Z"}},
-		{"0 * * * *", "2026-10-25T00:00:00Z", []string{"2026-10-25T01:00:00Z", "2026-10-25T02:00:00Z"}},
-		{"*/30 2 * * 1-5", "2026-06-01T12:00:00Z", []string{"2026-06-02T00:00:00Z", "2026-06-02T00:30:00Z", "2026-06-03T00:00:00Z"}},
-	} {
-		s, err := parseCron("stop", c.text, "Europe/Berlin")
+	for _, c := range list {
+		s, err := parseCron("stop", c.text, zone)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -112,19 +108,28 @@ func TestTimesByTheClockOnTheWall(t *testing.T) {
 		}
 		for _, want := range c.want {
 			if at = s.Next(at); at.UTC().Format(time.RFC3339) != want {
-				t.Errorf("%s after %s: %s (%s), want %s", c.text, c.from, at.UTC().Format(time.RFC3339), at.In(berlin), want)
+				t.Errorf("%s after %s: %s (%s), want %s", c.text, c.from, at.UTC().Format(time.RFC3339), at.In(location), want)
 				break
 			}
 		}
 	}
 }
 
+func TestTimesByTheClockOnTheWall(t *testing.T) {
+	checkTimes(t, "Europe/Berlin", []nextTimes{
+		{"30 2 * * *", "2026-03-28T12:00:00Z", []string{"2026-03-29T01:30:00Z", "2026-03-30T00:30:00Z"}},
+		{"30 2 * * *", "2026-03-29T01:10:00Z", []string{"2026-03-29T01:30:00Z", "2026-03-30T00:30:00Z"}},
+		{"30 2 * * *", "2026-10-24T12:00:00Z", []string{"2026-10-25T01:30:00Z", "2026-10-26T01:30:00Z"}},
+		{"30 2 * * *", "2026-10-25T00:40:00Z", []string{"2026-10-25T01:30:00Z", "2026-10-26T01:30:00Z"}},
+		{"0 7 * * *", "2026-03-28T12:00:00Z", []string{"2026-03-29T05:00:00Z", "2026-03-30T05:00:00Z"}},
+		{"0 * * * *", "2026-10-25T00:00:00Z", []string{"2026-10-25T01:00:00Z", "2026-10-25T02:00:00Z"}},
+		{"*/30 2 * * 1-5", "2026-06-01T12:00:00Z", []string{"2026-06-02T00:00:00Z", "2026-06-02T00:30:00Z", "2026-06-03T00:00:00Z"}},
+	})
+}
+
 // In Havana the clock goes from 00:00 to 01:00 on 8 March 2026, and from 01:00 to 00:00 on 1 November 2026.
 func TestSchedulesByName(t *testing.T) {
-	for _, c := range []struct {
-		text, from string
-		want       []string // in UTC
-	}{
+	checkTimes(t, "America/Havana", []nextTimes{
 		{"@daily", "2026-03-07T12:00:00Z", []string{"2026-03-08T05:00:00Z", "2026-03-09T04:00:00Z"}},
 		{"30 0 * * *", "2026-03-07T12:00:00Z", []string{"2026-03-08T05:30:00Z", "2026-03-09T04:30:00Z"}},
 		{"30 1 * * *", "2026-03-07T12:00:00Z", []string{"2026-03-08T05:30:00Z", "2026-03-09T05:30:00Z"}},
@@ -135,22 +140,7 @@ func TestSchedulesByName(t *testing.T) {
 		{" @midnight", "2026-10-31T12:00:00Z", []string{"2026-11-01T05:00:00Z", "2026-11-02T05:00:00Z"}},
 		{"@hourly", "2026-11-01T03:30:00Z", []string{"2026-11-01T04:00:00Z", "2026-11-01T05:00:00Z", "2026-11-01T06:00:00Z"}},
 		{"@every 5h", "2026-06-01T00:00:00Z", []string{"2026-06-01T05:00:00Z", "2026-06-01T10:00:00Z"}},
-	} {
-		s, err := parseCron("stop", c.text, "America/Havana")
-		if err != nil {
-			t.Fatal(err)
-		}
-		at, err := time.Parse(time.RFC3339, c.from)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, want := range c.want {
-			if at = s.Next(at); at.UTC().Format(time.RFC3339) != want {
-				t.Errorf("%s after %s: %s, want %s", c.text, c.from, at.UTC().Format(time.RFC3339), want)
-				break
-			}
-		}
-	}
+	})
 }
 
 func TestABadScheduleIsNamed(t *testing.T) {
